@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from tokenizers import Tokenizer
-
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.cascade.levels import Unrecorded, run_on
 from pliant.deployments.cascade.pruning import Read, read_words, whole
@@ -27,6 +25,7 @@ from pliant.deployments.serving.table import ReplicaTable
 from pliant.deployments.serving.tokenizing import encoded
 from pliant.errors import CannotCompileError, ModelError
 from pliant.models import sources
+from pliant.models.encoder_tokenizer import encoder_tokenizer
 
 _COMPARED = 100
 
@@ -103,9 +102,7 @@ def _read_eagerly(given: Sequence[Read], config: EncoderConfig) -> list[Read]:
     folder = sources.fetch(config.model)
     info = sources.describe(folder)
     model = EagerClassifier(folder, device=config.device, dtype=config.dtype, importance=True)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(config.longest(info.max_length))
+    tokenizer = encoder_tokenizer(folder, info, config.longest(info.max_length))
     read = []
     for one in given:
         encoding = encoded(tokenizer, whole(one))

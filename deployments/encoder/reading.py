@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer, normalizers
+from tokenizers import Encoding, Tokenizer
 
 from pliant.config.encoder import EncoderConfig
 from pliant.deployments.encoder.chooser import EncoderChooser
@@ -27,6 +27,7 @@ from pliant.deployments.serving.tenants import current
 from pliant.deployments.serving.tokenizing import CHARACTERS_PER_TOKEN, tokenize, tokenize_pair, types_of
 from pliant.kernels.encoder.texts import Stop
 from pliant.models.encoder_info import EncoderInfo
+from pliant.models.encoder_tokenizer import encoder_tokenizer
 from pliant.texts import Text, cut, parts
 
 
@@ -101,15 +102,9 @@ class Reader:
         self._table = table
         self._caller = caller
         self._recorder = recorder
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        if info.lowercase:
-            own = self._tokenizer.normalizer
-            self._tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([own] if own else [])])
-        self._tokenizer.no_padding()
-        self._tokenizer.no_truncation()
-        self._cutter = Tokenizer.from_str(self._tokenizer.to_str())
         self._longest = config.longest(info.max_length)
-        self._cutter.enable_truncation(self._longest)
+        self._tokenizer = encoder_tokenizer(folder, info)
+        self._cutter = encoder_tokenizer(folder, info, self._longest)
 
     @property
     def ready(self) -> bool:

@@ -47,6 +47,7 @@ _STACK = 64 * 2**20
 """Bytes of a thread that makes grammars. With 8 MB llguidance ends the process at 2,700 rules that name each other."""
 _THREADS = 2
 _MOST_WAIT = 64
+"""Grammars for these threads."""
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _REMEMBERED = 20_000
 """Characters of a grammar that is not tried again."""

@@ -98,6 +98,18 @@ def test_modules_that_are_not_known_are_refused(modules: list[Any], reason: str,
         head_of(folder(tmp_path, *modules), {"architectures": ["BertModel"]}, SIZES)
 
 
+def test_a_module_s_type_may_be_in_any_part_of_sentence_transformers(tmp_path: Path) -> None:
+    types = ["sentence_transformers.base.modules.transformer.Transformer", "sentence_transformers.models.Pooling"]
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": each} for each in types]))
+    assert head_of(tmp_path, {}, SIZES).pooling == ("mean",)
+
+
+def test_a_type_without_a_package_is_of_another_one(tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "Mine"}]))
+    with pytest.raises(ModelError, match="has no Pooling"):
+        head_of(tmp_path, {"architectures": ["BertModel"]}, SIZES)
+
+
 def test_modules_of_other_packages_are_refused(tmp_path: Path) -> None:
     types = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling", "pylate.models.Dense"]
     (tmp_path / "modules.json").write_text(json.dumps([{"type": each} for each in types]))

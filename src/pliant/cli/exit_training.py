@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer
 
 from pliant.errors import ModelError
 from pliant.kernels.encoder import packed_runtime
@@ -25,6 +24,7 @@ from pliant.kernels.encoder.exits import Batch, Exits
 from pliant.models import encoder_exits, hub
 from pliant.models.encoder_exits import ExitsInfo
 from pliant.models.encoder_info import EncoderInfo
+from pliant.models.encoder_tokenizer import encoder_tokenizer
 from pliant.policies.cascade.calibration import fit_temperature
 from pliant.policies.encoder.confidence import confidence, softmax
 from pliant.policies.encoder.exits import choose_cut_off, stops
@@ -150,9 +150,7 @@ class _Reader:
         as_read = np.stack([np.eye(encoder.hidden, dtype=np.float32)] * self._exits)
         nothing = np.zeros((self._exits, encoder.hidden), np.float32)
         self._leave = encoder.exits(Exits(tuple(after), as_read, nothing, inf))
-        self._tokenizer = Tokenizer.from_file(str(folder / hub.TOKENIZER))
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(info.max_length)
+        self._tokenizer = encoder_tokenizer(folder, info, info.max_length)
         self._pairs = info.pairs
 
     def read(self, texts: Texts, report: Callable[[float], object]) -> tuple[list[np.ndarray], np.ndarray]:

@@ -152,8 +152,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _kind(module: str) -> str:
-    package, *_, name = module.split(".")
-    return name if package == "sentence_transformers" else module
+    return module.rpartition(".")[2] if module.startswith("sentence_transformers.") else module
 
 
 def _embedding(folder: Path, hidden: int) -> HeadShape:

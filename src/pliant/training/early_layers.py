@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 from torch import Tensor
 from torch.nn import functional
 
 from pliant.models import hub
 from pliant.models.encoder_info import EncoderInfo
+from pliant.models.encoder_tokenizer import encoder_tokenizer
 from pliant.texts import Text, joined, parts
 from pliant.torchvision_ops import declare
 from pliant.training.labelled_texts import LabelledText
@@ -155,9 +156,7 @@ class _Reader:
     """Texts as a model of transformers takes them."""
 
     def __init__(self, folder: Path, info: EncoderInfo, pad: int, device: str) -> None:
-        self._tokenizer = Tokenizer.from_file(str(folder / hub.TOKENIZER))
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(info.max_length)
+        self._tokenizer = encoder_tokenizer(folder, info, info.max_length)
         self._pairs, self._pad, self._device = info.pairs, pad, device
 
     def read(self, texts: Sequence[Text]) -> dict[str, Tensor]:
